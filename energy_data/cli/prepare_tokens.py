@@ -31,6 +31,7 @@ from energy_data.remote.mirror_paths import cache_folder
 @click.option("--tools", metavar="NAME", help="With --messages: the field of the tools.")
 @part_options("Count shards N, N + M, ... only.")
 @workers_option("one per 64 MiB, at most one per CPU")
+@click.option("--force", is_flag=True, help="Replace the counts of another tokenizer or field.")
 @progress_option
 def command(
     path: str,
@@ -39,6 +40,7 @@ def command(
     part: int | None,
     of: int | None,
     num_workers: int | None,
+    force: bool,
     progress: bool,
     **fields: str | None,
 ) -> None:
@@ -49,7 +51,8 @@ def command(
 
     Writes next to each shard its counts. Then weights by tokens need no `tokens_per_sample`, and
     `inspect` shows the tokens of each dataset. What was stopped continues where it was; shards
-    that were counted by the same tokenizer are left as they are.
+    that were counted by the same tokenizer are left as they are. Counts of another tokenizer or
+    field are an error without --force.
     """
     if (part is None) != (of is None) or (part is not None and of is not None and part >= of):
         raise click.UsageError(
@@ -58,7 +61,12 @@ def command(
     began, tokenize = perf_counter(), _tokenize(tokenizer, **fields)
     with counting(progress, "Counting tokens") as done:
         found = count_tokens(
-            path, tokenize, part=(part or 0, of or 1), workers=num_workers, progress=done
+            path,
+            tokenize,
+            part=(part or 0, of or 1),
+            workers=num_workers,
+            force=force,
+            progress=done,
         )
     shards = f"{found.shards:,} shard{'' if found.shards == 1 else 's'}"
     click.echo(

@@ -126,12 +126,12 @@ def test_stopped_at_any_block_it_continues_after_it(tmp_path, tokenizer, monkeyp
     assert not list(tmp_path.glob("*.part.idx"))
 
 
-def test_what_is_counted_is_counted_again_for_another_tokenizer_or_shard(tmp_path, tokenizer):
+def test_what_is_counted_is_counted_again_by_force_or_for_another_shard(tmp_path, tokenizer):
     path = jsonl(tmp_path)
     done = []
     tokenize = Tokenize(tokenizer, field="json.text")
     for one in (tokenize, tokenize, Tokenize(tokenizer, field="json.text", add_eos="</s>")):
-        count_tokens(str(path), one, progress=lambda done_, _: done.append(done_))
+        count_tokens(str(path), one, force=True, progress=lambda done_, _: done.append(done_))
     assert done == [20, 50, 20, 50]
     assert open_source(path).total_cost("tokens") == sum(lengths(tokenize)) + 50
     jsonl(tmp_path, [TEXT, *TEXTS[1:]])
@@ -180,7 +180,7 @@ def test_samples_without_a_text_count_0_and_a_wrong_field_ends_the_counting(tmp_
     assert "shard x.jsonl, key 0, sample 0: it has no 'json.text'" in found.problem
     assert open_source(path).costs(np.arange(1), "tokens") == 0
     with pytest.raises(SampleError, match=r"it has no 'text', or it is None, found json.text"):
-        count_tokens(str(path), Tokenize(tokenizer))
+        count_tokens(str(path), Tokenize(tokenizer), force=True)
 
 
 def test_two_programs_do_not_count_one_shard_at_once(tmp_path, tokenizer):
@@ -231,6 +231,19 @@ def test_the_command_counts_and_weights_by_tokens_need_no_means(tmp_path, tokeni
         node["id"]: node["drawn"] * node["num_tokens"] for node in shown["nodes"] if node["id"]
     }
     assert drawn["short:train"] == pytest.approx(drawn["long:train"], rel=0.02)
+
+
+def test_counts_of_another_field_are_only_replaced_by_force(tmp_path, tokenizer):
+    path = parquet(tmp_path)
+    command = ["prepare-tokens", str(path), "--tokenizer", str(tokenizer)]
+    assert CliRunner().invoke(main, [*command, "--messages", "messages"]).exit_code == 0
+    before = open_source(path).total_cost("tokens")
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1
+    assert "1 of its 1 shards have counts of another tokenizer or field" in refused.output
+    assert open_source(path).total_cost("tokens") == before
+    assert CliRunner().invoke(main, [*command, "--force"]).exit_code == 0
+    assert open_source(path).total_cost("tokens") == sum(lengths(Tokenize(tokenizer))) != before
 
 
 @pytest.mark.parametrize(

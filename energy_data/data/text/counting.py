@@ -3,7 +3,8 @@
     count_tokens("/data/pages", Tokenize("tokenizer.json", field="json.text"))
 
 The counts of a shard are written next to it. What is stopped continues after the last block of
-samples; shards that are counted are left as they are.
+samples; shards that are counted are left as they are. Counts of another tokenizer or field are only
+replaced by force.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def count_tokens(
     *,
     part: tuple[int, int] = (0, 1),
     workers: int | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Counted:
     """Count the tokens that `tokenize` makes of each sample of a dataset.
@@ -90,20 +92,29 @@ def count_tokens(
         tokenize: A `Tokenize` or `TokenizeChat`, which can be pickled.
         part: (n, of) counts the shards n, n + of, ... only.
         workers: Number of processes; by default one per 64 MiB, at most one per CPU.
+        force: Replace the counts of another tokenizer, or of other fields.
         progress: Called when a block of samples is counted.
 
-    Raises SpecError if there are no samples to count, StructureError for a damaged shard, and the
-    SampleError of the first sample if 100 in a row have none.
+    Raises SpecError if there are no samples to count, or if there are other counts and no `force`;
+    StructureError for a damaged shard; and the SampleError of the first sample if 100 in a row have
+    none.
     """
     found, shards = _shards(located(path))
     shards = shards[part[0] :: part[1]]
     rows = sum(count for _, count in shards)
     if not rows:
         raise SpecError(f"{path}: part {part[0]} of {part[1]} has no samples. Use fewer parts.")
+    files = [_File.of(*one, tokenize.fingerprint) for one in shards]
+    others = [file.shard for file in files if file.has_others]
+    if others and not force:
+        raise SpecError(
+            f"{path}: {len(others)} of its {len(files)} shards have counts of another tokenizer or "
+            f"field, {others[0]} first. Pass --force to replace them, or count as before."
+        )
     size = sum(Path(shard).stat().st_size for shard, _ in shards)
     workers = num_processes(workers, size // _BYTES_PER_WORKER)
     options, step = _options(found, shards[0][0], tokenize)
-    counter = _Counter([_File.of(*one, tokenize.fingerprint) for one in shards], step, progress)
+    counter = _Counter(files, step, progress)
     task = partial(_count, options, tokenize)
     with closing(
         map_in_processes(task, counter.blocks, workers=workers, preload=(__name__,))
@@ -179,6 +190,7 @@ class _File:
     empty: ShardCounts  # before it has any
     begin: int  # samples that are counted
     is_complete: bool
+    has_others: bool  # whether there are complete counts, but of another counter
 
     @classmethod
     def of(cls, shard: str, samples: int, counted_by: str) -> _File:
@@ -187,16 +199,22 @@ class _File:
             raise StructureError("does not exist. Restore it.", shard=shard)
         unfinished = counts_path(shard, ".part")
         empty = ShardCounts(unfinished, counted_by, version.size, samples, total=0, done=0)
+        has_others = False
         for path in (counts_path(shard), unfinished):
             own = version_of(path)
             # In a cache, what is of another version of the shard is removed with it.
             is_old = own is None or (own.mtime_ns < version.mtime_ns and not is_mirrored(path))
             found = None if is_old else _read(path)
-            if found is None or found._replace(path=unfinished, total=0, done=0) != empty:
+            if found is None or (found.shard_size, found.samples) != (version.size, samples):
                 continue
-            if path == unfinished or found.done == samples:
-                return cls(shard, empty, min(found.done, samples), path != unfinished)
-        return cls(shard, empty, 0, is_complete=False)
+            is_complete = path != unfinished
+            if is_complete and found.done != samples:
+                continue
+            if found.counted_by == counted_by:
+                begin = min(found.done, samples)
+                return cls(shard, empty, begin, is_complete=is_complete, has_others=has_others)
+            has_others |= is_complete
+        return cls(shard, empty, 0, is_complete=False, has_others=has_others)
 
     def blocks(self, step: int) -> Iterator[Block]:
         """Yield the samples that are not counted."""
