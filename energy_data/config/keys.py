@@ -204,7 +204,7 @@ class JoinSpec(UnopenedSpec):
 
     parts: tuple[JoinedPart, ...] = recipe.key(
         Children(JoinedPart, "list or mapping"),
-        "Prepared datasets whose samples are joined by key, as a list or under names.",
+        "Datasets of tars whose samples are joined by key, as a list or under names.",
         "join: [{path: ./images}, {path: ./texts, nonmatch: skip}]",
         name="join",
     )

@@ -26,7 +26,7 @@ from numpy.lib import format as npy_format
 from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
-from energy_data.data.shards import PartShards
+from energy_data.data.shards import PartShards, ShardKind
 from energy_data.data.source import Source
 from energy_data.data.tar.sample_keys import SampleKeys
 from energy_data.errors import SpecError, StructureError
@@ -60,14 +60,16 @@ class JoinMember(NamedTuple):
     def part(self) -> PartShards:
         """The part that the source reads. SpecError if it reads none, or some samples of one."""
         part: PartShards | None = getattr(self.source, "part", None)
-        options = getattr(self.source, "options", None)
-        keyed = part is not None and part.kind.key_finder is not None
-        if part is None or not keyed or options is None or options.subset is not None:
+        kind: ShardKind | None = part.kind if part else getattr(self.source, "kind", None)
+        if part is None or part.kind.key_finder is None:
             raise SpecError(
-                f"{self.path}: only complete parts of datasets of tars can be joined, by the keys "
-                f"of their samples, found a {type(self.source).__name__}. Write it as tars; a "
-                "`subset` is of the join."
+                f"{self.path}: only datasets of tars can be joined, by the keys of their samples, "
+                f"found {f'{kind.suffix} files' if kind else 'another format'}. Write it as tars."
             )
+        subset = getattr(getattr(self.source, "options", None), "subset", None)
+        if subset is not None:
+            problem = f"only complete parts of datasets can be joined, found the subset {subset}"
+            raise SpecError(f"{self.path}: {problem}. Give the join the `subset`.")
         return part
 
 

@@ -300,7 +300,7 @@ def test_a_join_pickles_small_and_reads_the_same_elsewhere(tmp_path, images, tex
 
 
 def test_what_cannot_be_joined_is_told(images, texts):
-    with pytest.raises(SpecError, match="complete parts of datasets of tars"):
+    with pytest.raises(SpecError, match=r"texts: only complete parts .* the subset \(0, 3\)"):
         join(whole(images), JoinMember(open_source(texts, subset=(0, 3))))
     with pytest.raises(SpecError, match="two datasets or more"):
         join(whole(images))
