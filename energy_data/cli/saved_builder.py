@@ -11,7 +11,7 @@ from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.dataset import SavableDataset
-from energy_data.nodes.leaf import Shuffle
+from energy_data.nodes.leaf import Shuffle, leaves_of
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Stage
 from energy_data.order.schedule import Clock
@@ -45,13 +45,21 @@ def saved_params(
     found: dict[str, Any] = {}
     for is_changed in (False, True):  # a value that every stage changes is not known
         for stage in stages:
-            for name, value in stage.params.items():
+            for name, value in _params_of_run(stage).items():
                 if (name in changed.get(stage.name, ())) is is_changed:
                     found.setdefault(name, value)
     clock, size = _references(stages[0].of).clock, stages[0].params.get("batch_size")
     if clock is not None and clock.samples_per_microbatch != size:
         found["samples_per_microbatch"] = clock.samples_per_microbatch
     return found
+
+
+def _params_of_run(stage: Stage) -> Mapping[str, Any]:
+    """Return the parameters of a stage, without the `seq_len` of its windows of tokens."""
+    has_windows = any(leaf.cut.chunk > 1 for leaf in leaves_of(_references(stage.of).of))
+    return {
+        name: value for name, value in stage.params.items() if name != "seq_len" or not has_windows
+    }
 
 
 def _references(spec: Spec) -> ReferencesSpec:

@@ -2,6 +2,7 @@ import json
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
@@ -152,6 +153,22 @@ def test_with_a_state_alone_the_plan_knows_whether_the_state_is_restored(
     done = energy_data("plan", edited, "--against", write("state.json", json.dumps(state)))
     assert done.exit_code == expected, done.output
     assert ("the order of the data is the same" in done.stdout) is (edit == "none")
+
+
+@pytest.mark.parametrize("batches", [1, 7])
+def test_windows_of_stages_have_their_own_length_in_a_plan_against_a_state(
+    energy_data, tmp_path, write, batches
+):
+    np.save(tmp_path / "corpus.npy", np.arange(4000, dtype=np.uint16))
+    stages = "[{name: short, for: 96, path: corpus.npy, seq_len: 8}, "
+    stages += "{name: long, path: corpus.npy, seq_len: 32}]"
+    meta = write("meta.yaml", f"splits: {{train: {{staged: {{unit: tokens, stages: {stages}}}}}}}")
+    facts = {"worker_config": WorkerConfig(num_workers=0, lanes=2), "microbatches_per_step": 2}
+    loader = get_loader(get_train_dataset(meta, batch_size=2, **facts))
+    list(islice(loader, batches))
+    done = energy_data("plan", meta, "--against", write("s.json", json.dumps(loader.state_dict())))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "the order of the data is the same" in done.stdout
 
 
 @pytest.mark.parametrize(
