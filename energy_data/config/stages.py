@@ -10,8 +10,9 @@ from typing import Any
 from attrs import evolve, frozen
 
 from energy_data.config.grammar import Origins
-from energy_data.config.leaves import LeafUse, leaf_uses
+from energy_data.config.leaves import leaf_uses
 from energy_data.config.opening import Builder
+from energy_data.config.restarts import report_restarts
 from energy_data.config.staged import (
     DocsPerStepSpec,
     StageBounds,
@@ -40,7 +41,6 @@ BUILDER_PARAMS = (
     "packing_buffer_size",
 )
 STEP_SIZE = "microbatches_per_step"
-EPOCHS_KEY = "shuffle_over_epochs_multiplier"
 
 
 def counts_steps(tree: Spec, builder: Builder[Any]) -> bool:
@@ -91,7 +91,7 @@ class StageCompiler:
             problem = "stages need an endless stream. Remove `repeat=False`."
             self.diagnostics.report(origin.place, origin.where, problem)
             return None
-        self.check_epochs()
+        report_restarts(self.staged.bounds, self.origins, self.diagnostics)
         stages = tuple(self.stages())
         wrong = wrong_bodies(stages) if self.diagnostics.num_reports == before else ()
         for problem, stage, leaf_id in wrong:
@@ -357,41 +357,6 @@ class StageCompiler:
             )
             self.report(bounds, problem, "for", "end")
         return made
-
-    def check_epochs(self) -> None:
-        """Report datasets that would restart in a later stage without being configured to.
-
-        The number of epochs shuffled together is part of a default id. So a dataset that is
-        shuffled differently in a later stage is another leaf there, and would silently restart.
-        """
-        known: dict[object, dict[int | None, tuple[LeafUse, str]]] = {}
-        for bounds in self.staged.bounds:
-            if bounds.stage.on_enter == "restart":
-                continue
-            leaves = list(leaf_uses(bounds.stage.of))
-            for leaf in leaves:
-                same = known.get(leaf.data[:2], {leaf.epochs: (leaf, "")})
-                other, stage = next(iter(same.values()))
-                both_named = leaf.keys.id is not None and other.keys.id is not None
-                if leaf.epochs not in same and not both_named:
-                    self.report_epochs(leaf, other, stage)
-            for leaf in leaves:
-                same = known.setdefault(leaf.data[:2], {})
-                same.setdefault(leaf.epochs, (leaf, bounds.stage.name))
-
-    def report_epochs(self, leaf: LeafUse, other: LeafUse, stage: str) -> None:
-        """Report a leaf if an earlier stage shuffles the same samples over other epochs."""
-        origin = self.origins.of(leaf.recipe)
-        place, where = origin.locate(EPOCHS_KEY)
-        if not where.endswith(EPOCHS_KEY):
-            place, where = origin.locate(leaf.recipe.kind)
-        here, there = ("null" if n is None else n for n in (leaf.epochs, other.epochs))
-        problem = (
-            f"{leaf.written}: its {EPOCHS_KEY} is {here} here, and {there} in stage {stage!r} at "
-            f"{self.origins.of(other.recipe).place}, so the dataset would start again. Make them "
-            "equal, or give it an `id:` in both, or write `on_enter: restart`."
-        )
-        self.diagnostics.report(place, origin.where, problem)
 
 
 def _changed(*bodies: StageBody) -> list[str]:

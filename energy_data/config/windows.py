@@ -27,7 +27,7 @@ def set_longest(leaves: Iterable[LeafUse]) -> None:
     for leaf in leaves:
         part, *others = leaf.parts
         if not others and "seq_len" in dict(part.config):
-            same = evolve(part, config=_without_lengths(part))
+            same = evolve(part, config=without_lengths(part))
             groups.setdefault((same, *leaf.data[1:]), []).append(leaf)
     found = [_longest(same) for group in groups.values() for same in _by_id(group)]
     if any(varies for _, _, varies in found):
@@ -36,7 +36,8 @@ def set_longest(leaves: Iterable[LeafUse]) -> None:
                 leaf.parts = (_with_longest(leaf.parts[0], longest, varies=varies),)
 
 
-def _without_lengths(part: DatasetPart) -> tuple[tuple[str, Any], ...]:
+def without_lengths(part: DatasetPart) -> tuple[tuple[str, Any], ...]:
+    """Return the keys of a dataset, but for the lengths of its windows."""
     return tuple(pair for pair in part.config if pair[0] not in (*_LENGTHS, "max_seq_len"))
 
 
@@ -63,7 +64,7 @@ def _with_longest(part: DatasetPart, longest: int, *, varies: bool) -> DatasetPa
     if not varies:
         return evolve(part, windows=(key,))
     lengths = tuple(pair for pair in part.config if pair[0] in _LENGTHS)
-    return evolve(part, config=(*_without_lengths(part), key), windows=lengths)
+    return evolve(part, config=(*without_lengths(part), key), windows=lengths)
 
 
 def two_lengths_in(leaves: Iterable[LeafUse]) -> Iterator[tuple[LeafUse, str]]:

@@ -36,7 +36,7 @@ class Made(NumberSource):
         return hashlib.blake2b(self.name.encode(), digest_size=8).hexdigest()
 
 
-def open_source(path, *, split_part, subset, subflavors):
+def open_source(path, *, split_part, subset, subflavors, **keys):
     return Made(600, f"{path}:{split_part}")
 
 
@@ -262,6 +262,25 @@ def test_a_dataset_that_is_shuffled_over_other_epochs_in_a_later_stage_does_not_
     inside = "{name: b, blend: [{path: y}, {path: x, shuffle_over_epochs_multiplier: null}]}"
     told = faults("staged: {stages: [{name: a, end: 5, path: x, id: one}, " + inside + "]}")
     assert "x: its shuffle_over_epochs_multiplier is null here, and 1 in stage 'a'" in told
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (", columns: [n]", ", columns: [n, m]", "columns is [n, m] here, and [n] in stage 'a'"),
+        ("", ", columns: [n]", "columns is [n] here, and null in stage 'a'"),
+        (", seq_len: 4", ", seq_len: 8, cu_seqlens: true", "cu_seqlens is true here, and null in"),
+    ],
+)
+def test_a_dataset_of_which_a_later_stage_reads_other_fields_does_not_begin_anew(
+    first, second, problem
+):
+    stages = "staged: {{stages: [{{name: a, end: 5, path: x{}}}, {{name: b, path: x{}}}]}}"
+    told = faults(stages.format(first, second))
+    assert f"x: its {problem}" in told
+    assert "so the dataset would start again. Make them equal, or give it another `id:`" in told
+    compiled(stages.format(f"{first}, id: one", f"{second}, id: two"))
+    compiled(stages.format(first, f"{second}, on_enter: restart"))
 
 
 @pytest.mark.parametrize(
