@@ -148,6 +148,19 @@ def test_a_template_that_is_wrong_or_random_is_an_error_with_its_line(folder, te
         TokenizeChat(folder, chat_template=template)({"messages": TALK})
 
 
+def test_the_full_stop_of_an_error_of_jinja_is_not_doubled(folder):
+    tokenize = TokenizeChat(folder, chat_template="{{ messages|strip }}")
+    with pytest.raises(SpecError, match=r"No filter named 'strip'\. Correct the template\.$"):
+        tokenize({"messages": TALK})
+
+
+def test_a_path_in_place_of_a_template_is_an_error(folder):
+    path = folder / "chat_template.jinja"
+    for wrong in (path, str(path)):
+        with pytest.raises(SpecError, match=r"^chat_template: .*jinja'\)?\. If it is a path, pass"):
+            TokenizeChat(folder, chat_template=wrong)
+
+
 def test_the_template_is_that_of_the_folder(tmp_path):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "rain"}]
     folder = write_tokenizer(tmp_path / "a", named)

@@ -73,7 +73,7 @@ def test_the_text_is_a_field_of_a_sample_or_an_entry_of_one(folder, sample, fiel
             "it has no 'text', or it is None, found json.body, json.id",
         ),
         ({"text": None, "url": "x"}, "found text, url. Correct `field`"),
-        ({"text": ["a"]}, "its field 'text' holds a list, not a text"),
+        ({"text": ["a"]}, "its field 'text' must be a str, got list. Name the `field`"),
     ],
 )
 def test_a_sample_without_a_text_is_an_error_that_names_it(folder, fields, problem):
@@ -91,6 +91,13 @@ def test_what_is_no_tokenizer_is_an_error(tmp_path):
         Tokenize(tmp_path)({"text": "a"})
     with pytest.raises(SpecError, match="max_length: must be >= 1, got 0"):
         Tokenize(tmp_path, max_length=0)
+
+
+def test_tokens_are_added_by_name_and_not_by_id(folder):
+    with pytest.raises(
+        SpecError, match=r"^add_eos: must be the name of .*, got 257. Pass the name"
+    ):
+        Tokenize(folder, add_eos=257)
 
 
 def test_without_the_extra_the_error_names_it(folder, monkeypatch):

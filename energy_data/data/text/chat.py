@@ -61,10 +61,18 @@ class TokenizeChat(Tokenizing):
     """The field that holds the tools, a list or its JSON; None: there are none."""
 
     chat_template: str | None = attrs.field(default=None, kw_only=True)
-    """A template of Jinja; None: that in the folder of the tokenizer."""
+    """The text of a template of Jinja; None: that in the folder of the tokenizer."""
 
     variables: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     """Variables of the template, such as `{"enable_thinking": False}`."""
+
+    @chat_template.validator
+    def _check_template(self, _: Any, template: str | None) -> None:
+        if template is not None and not (isinstance(template, str) and "{" in template):
+            problem = f"must be the text of a template, which has a `{{`, got {template!r}"
+            raise SpecError(
+                f"chat_template: {problem}. If it is a path, pass `Path(...).read_text()`."
+            )
 
     def fields_of(self, sample: Any) -> dict[str, torch.Tensor]:
         """Return the tokens of a sample, and which of them the assistant writes."""
@@ -136,7 +144,7 @@ class TokenizeChat(Tokenizing):
         try:
             return environment.from_string(self._source)
         except errors.TemplateSyntaxError as error:
-            problem = f"line {error.lineno} of the chat template: {error.message}"
+            problem = f"line {error.lineno} of the chat template: {error.message.rstrip('.')}"
             raise SpecError(f"{self.tokenizer}: {problem}. Correct the template.") from error
 
     @cached_property

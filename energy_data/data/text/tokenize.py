@@ -136,11 +136,18 @@ class Tokenize(Tokenizing):
     add_eos: str | None = attrs.field(default=None, kw_only=True)
     """The name of the token put after the text; None: none."""
 
+    @add_bos.validator
+    @add_eos.validator
+    def _check_token(self, key: attrs.Attribute[Any], token: str | None) -> None:
+        if not isinstance(token, str | None):
+            problem = f"must be the name of a token, such as '</s>', got {token!r}"
+            raise SpecError(f"{key.name}: {problem}. Pass the name, not the id.")
+
     def fields_of(self, sample: Any) -> dict[str, torch.Tensor]:
         """Return the tokens of a sample."""
         text = value_of(sample, self.field)
         if not isinstance(text, str):
-            problem = f"its field {self.field!r} holds a {type(text).__name__}, not a text"
+            problem = f"its field {self.field!r} must be a str, got {type(text).__name__}"
             raise SampleError(f"{problem}. Name the `field` of the text.")
         front, back = self._added
         return {"tokens": tensor_of([*front, *self.encode(text).ids, *back])}
