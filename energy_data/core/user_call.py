@@ -59,6 +59,15 @@ MAKING_BATCH = "making the batch that begins with"
 MAKING_PACK = "making the pack that begins with"
 MAKING_PACKS = "making packs, the first of which begins with"
 
+_MAKES = {
+    "encoding": "the sample",
+    "splitting": "a value",
+    "selecting from samples that begin with": "the groups",
+    MAKING_BATCH: "the batch",
+    MAKING_PACK: "the pack",
+}
+"""What the functions make that must not return None, by what they are doing."""
+
 
 def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
     """Return whether a function is a generator: it yields several samples for one."""
@@ -212,7 +221,7 @@ class UserCall:
         requires_identity: bool = False,  # see `FunctionInfo`
     ) -> None:
         self.function, self.on_failure, self.doing = function, on_failure, doing
-        self.name, self.counter = name_of(function), counter
+        self.name, self.counter, self.makes = name_of(function), counter, _MAKES.get(doing)
         self.info = FunctionInfo(context.seed, self.name, context.cache, requires_identity)
         self.trace, self.profiler, self.activity = context.trace, context.profiler, activity
 
@@ -237,7 +246,9 @@ class UserCall:
                     self.trace(describe_source(item))
                 call.at, call.rng = at, None
                 try:
-                    items[at] = function(item)
+                    if (made := function(item)) is None and self.makes:
+                        raise self._none("return")
+                    items[at] = made
                 except SkipSample:
                     items[at] = SKIPPED
                 except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
@@ -273,6 +284,8 @@ class UserCall:
             try:
                 made = self.function(item) if made is None else made
                 part = next(made)
+                if part is None and self.makes:
+                    raise self._none("yield")
             except (StopIteration, SkipSample):
                 return
             except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
@@ -286,6 +299,12 @@ class UserCall:
             if self.on_failure is not None:
                 setattr(cursor(), self.counter, 0)
             yield part
+
+    def _none(self, verb: str) -> SampleError:
+        """Return the error for a function that returned, or yielded, None."""
+        name = (CALL.function or self.info).name  # `BatchAndEncode` calls two functions
+        what = f"{name}: it {verb}ed None. {verb.capitalize()} {self.makes}"
+        return SampleError(f"{what}, or raise SkipSample to leave it out.")
 
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
         add_note(error, f"while {self.doing} {describe_source(item)}")

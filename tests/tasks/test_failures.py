@@ -108,6 +108,43 @@ def test_what_is_broken_for_all_samples_is_logged_a_few_times(
     assert f"skipped: dataset {path}, shard x.jsonl, key " in caplog.text
 
 
+class Forgets(TaskEncoder):
+    def encode_sample(self, sample):
+        sample["seen"] = True
+
+
+class ForgetsToYield(TaskEncoder):
+    def encode_sample(self, sample):
+        yield sample.get("seen")
+
+
+class ForgetsBatches(TaskEncoder):
+    def encode_batch(self, batch):
+        batch["seen"] = True
+
+
+@pytest.mark.parametrize(
+    ("encoder", "problem", "doing"),
+    [
+        (Forgets(), "encode_sample: it returned None. Return the sample, or", "encoding"),
+        (ForgetsToYield(), "encode_sample: it yielded None. Yield the sample, or", "encoding"),
+        (ForgetsBatches(), "encode_batch: it returned None. Return the batch, or", "making the"),
+    ],
+)
+def test_a_function_that_forgets_to_return_is_an_error_that_says_so(
+    tmp_path, encoder, problem, doing
+):
+    path = tmp_path / "x.jsonl"
+    path.write_text("{}\n" * 9)
+    config = WorkerConfig(global_error_handler=reraise_exception)
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config)
+    with pytest.raises(SampleError, match=f"^{problem} raise SkipSample") as caught:
+        next(iter(get_loader(dataset)))
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"while {doing}")
+    assert f"dataset {path}, shard x.jsonl, key " in note
+
+
 def test_a_handler_of_two_arguments_gets_bad_samples_too(tmp_path):
     path, heard = tmp_path / "x.jsonl", []
     path.write_text("{bad}\n{}\n")
