@@ -13,7 +13,7 @@ from energy_data.core.cursor import Problem, shorten
 from energy_data.core.node import Change, EmptyGuard, ItemRef, Items, PendingRef
 from energy_data.core.profiler import PACKING
 from energy_data.core.recipe import check_whole
-from energy_data.core.sample import describe_source
+from energy_data.core.sample import describe_source, get_source_info
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import MAKING_PACK, MAKING_PACKS, SKIPPED, Measure, UserCall
 from energy_data.errors import DataError
@@ -26,6 +26,7 @@ from energy_data.nodes.buffered import (
     samples_in,
 )
 from energy_data.nodes.packing import Document, PackBuffer, Packing
+from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 LARGEST_BLOCK = 64  # samples read at once; more cost as much each, and wait longer
@@ -173,13 +174,21 @@ class PackNode(PackingNode[PackCursor]):
     def _documents(
         self, items: Sequence[Any], refs: Sequence[ItemRef]
     ) -> Iterator[tuple[Sequence[Document], int]]:
-        return self.packing.documents(items, map(self._note, refs))
+        return self.packing.documents(items, map(self._note, refs), self._where)
 
     def _note(self, ref: ItemRef) -> ItemRef:
         """Tell the functions that measure and cut which sample is next."""
         for measure in self.measures:
             measure.reference = ref
         return ref
+
+    def _where(self, item: Any, ref: ItemRef) -> str:
+        """Return where a sample was read, also if its encoder dropped the sources."""
+        if get_source_info(item):
+            return describe_source(item)
+        (tree, (entry, _, index)), *_ = samples_in([ref], self.child.remap)
+        assert isinstance(tree, ReferencesNode)
+        return f"leaf {tree.entries[entry].id}, sample {index}"
 
     def _fill(self, buffer: PackBuffer) -> None:
         """Read until `buffer_size` documents wait, in blocks of at least `self.block`."""

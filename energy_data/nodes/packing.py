@@ -17,7 +17,6 @@ from attrs import field, frozen
 
 from energy_data.core.batch_memory import as_tensors, make_row, new_batch_tensor
 from energy_data.core.node import ItemRef
-from energy_data.core.sample import describe_source
 from energy_data.errors import DataError, SpecError
 
 T = TypeVar("T")
@@ -238,21 +237,29 @@ class Packing:
         return pack.rows if type(pack) is Joined and pack.length is not None else None
 
     def documents(
-        self, items: Iterable[Any], refs: Iterable[ItemRef]
+        self,
+        items: Iterable[Any],
+        refs: Iterable[ItemRef],
+        where: Callable[[Any, ItemRef], str],
     ) -> Iterator[tuple[Sequence[Document], int]]:
         """Yield the documents of each sample, and how much of the first limit is lost.
 
-        Raises DataError for a sample above a limit if that is an error.
+        Raises DataError for a sample above a limit if that is an error. where: describes the
+        sample that an error is about.
         """
         limits, splits = tuple(self.limits.values()), self.over_long == "split"
         for item, ref in zip(items, refs, strict=True):
-            sizes = self._sizes(item)
-            if not all(map(le, sizes, limits)):
-                yield self._of_over_long(item, ref, sizes)
-            elif splits:
-                yield (Document((0, sizes[0], sizes[0], *ref), item, sizes, 1),), 0
-            else:
-                yield (Document(ref, item, sizes, 1),), 0
+            try:
+                sizes = self._sizes(item)
+                if not all(map(le, sizes, limits)):
+                    yield self._of_over_long(item, ref, sizes)
+                elif splits:
+                    yield (Document((0, sizes[0], sizes[0], *ref), item, sizes, 1),), 0
+                else:
+                    yield (Document(ref, item, sizes, 1),), 0
+            except DataError as error:
+                error.problem = f"{where(item, ref)}: {error.problem}"
+                raise
 
     def _of_over_long(
         self, item: Any, ref: ItemRef, sizes: Sizes
@@ -260,7 +267,7 @@ class Packing:
         if self.over_long == "skip":
             return (), sizes[0]
         if self.over_long == "error":
-            raise self._too_long(item, sizes, "choose over_long='skip', 'truncate' or 'split'")
+            raise self._too_long(sizes, "choose over_long='skip', 'truncate' or 'split'")
         limits, splits = tuple(self.limits.values()), self.over_long == "split"
         parts = []
         for start in range(0, sizes[0] if splits else 1, limits[0]):
@@ -268,7 +275,7 @@ class Packing:
             part = self.cut(item, start, stop)
             size = self._sizes(part)
             if not all(map(le, size, limits)):
-                raise self._too_long(item, size, "give a `cut` that makes all sizes smaller")
+                raise self._too_long(size, "give a `cut` that makes all sizes smaller")
             docs = int(not splits or stop == sizes[0] or self.fragments == "each")
             own = (start, stop, sizes[0], *ref) if splits else ref
             parts.append(Document(own, part, size, docs))
@@ -284,20 +291,20 @@ class Packing:
                 size = value if isinstance(value, int) else _count(value)
             except (KeyError, TypeError, IndexError) as error:
                 raise DataError(
-                    f"packing: a document has no {name!r} to measure, found {_fields(found)}. Give "
-                    f"the limit the name of a field, or pass `lengths`."
+                    f"it has no {name!r} to measure, found {_fields(found)}. Give the limit the "
+                    f"name of a field, or pass `lengths`."
                 ) from error
             if size < 0:
-                raise DataError(f"packing: {name!r} of a document is {size}. It must be >= 0.")
+                raise DataError(f"its {name!r} is {size}. It must be >= 0.")
             sizes.append(size)
         return tuple(sizes)
 
-    def _too_long(self, item: Any, sizes: Sizes, or_else: str) -> DataError:
+    def _too_long(self, sizes: Sizes, or_else: str) -> DataError:
         has = ", ".join(f"{size} {name}" for name, size in zip(self.limits, sizes, strict=True))
         most = ", ".join(f"{size} {name}" for name, size in self.limits.items())
         return DataError(
-            f"{describe_source(item)}: it does not fit into a pack: it has {has}, and a pack at "
-            f"most {most}. Raise the limit, or {or_else}."
+            f"it does not fit into a pack: it has {has}, and a pack at most {most}. Raise the "
+            f"limit, or {or_else}."
         )
 
 

@@ -98,6 +98,17 @@ def test_a_document_above_a_limit_is_an_error_that_says_what_to_do():
         taken(spec)
 
 
+@pytest.mark.parametrize("over_long", ["error", "split"])
+def test_a_document_whose_encoder_drops_its_source_is_named_by_its_leaf(over_long):
+    def encode(sample):
+        return {"tokens": range(4), "images": 1 + 8 * (sample["number"] == 7)}
+
+    rule = Packing(limits={"tokens": 8, "images": 8}, pack=len, over_long=over_long)
+    spec = PackSpec(of=EncodeSpec(of=samples(leaf("x", 40)), encode=encode), packing=rule)
+    with pytest.raises(DataError, match=r"^leaf x, sample 7: it does not fit into a pack"):
+        taken(spec)
+
+
 def test_what_is_above_the_limit_in_something_else_cannot_be_cut():
     spec = packs(one_pass(), limits={"tokens": 12, "images": 1}, over_long="truncate")
     with pytest.raises(DataError, match=r"it has .* 2 images, and a pack at most 12 tokens, 1"):
@@ -255,7 +266,7 @@ def test_only_what_can_be_made_again_can_be_packed():
 
 def test_a_document_without_a_length_is_an_error_that_names_its_fields():
     rule = Packing(limits={"tokens": 9})
-    with pytest.raises(DataError, match="no 'tokens' to measure, found __key__"):
+    with pytest.raises(DataError, match=r"dataset x, .*: it has no 'tokens' to measure, found __k"):
         taken(PackSpec(of=one_pass(), packing=rule))
 
 
