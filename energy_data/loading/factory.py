@@ -82,6 +82,11 @@ def get_savable_loader(
             all ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: the rules of the
             metadataset, if it has any.
     """
+    if not isinstance(dataset, SavableDataset):
+        raise SpecError(
+            f"get_loader: dataset must be a SavableDataset, got {dataset!r:.80}. Pass what "
+            f"get_train_dataset or get_val_dataset returns."
+        )
     if worker_config is not None and worker_config != dataset.worker_config:
         raise SpecError(
             f"get_loader: worker_config is {worker_config}, that of the dataset is "

@@ -242,3 +242,8 @@ def test_numbers_become_tensors_of_their_kind():
         torch.bool,
     )
     assert batch["n"] == [2, 2]
+
+
+def test_a_loader_of_a_path_is_an_error_that_says_what_to_pass():
+    with pytest.raises(SpecError, match=r"must be a SavableDataset, got 'tars'\. Pass what get_"):
+        get_loader("tars")
