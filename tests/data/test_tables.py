@@ -527,6 +527,14 @@ def test_a_bad_group_is_a_bad_sample_for_each_of_its_rows(tmp_path):
     assert "group 1 cannot be read" in str(samples[10])
 
 
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_a_pointer_of_git_lfs_is_an_error_that_says_what_to_do(tmp_path, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(StructureError, match=r"is a pointer of Git LFS .*Run `git lfs pull`\.$"):
+        open_source(tmp_path / name)
+
+
 def test_a_file_that_is_no_table_is_an_error(tmp_path):
     (tmp_path / "x.parquet").write_bytes(json.dumps(list(range(99))).encode())
     with pytest.raises(StructureError, match="is no Parquet and no Arrow file: it begins"):

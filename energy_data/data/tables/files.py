@@ -33,6 +33,7 @@ from energy_data.remote.cache_space import Range, merged
 from energy_data.remote.client import held
 from energy_data.remote.mirror_paths import is_mirrored
 
+_LFS = b"version https://git-lfs.github.com/spec/v1"
 _PARQUET, _ARROW = b"PAR1", b"ARROW1\x00\x00"
 _CONTINUED = b"\xff\xff\xff\xff"  # begins a message of a stream
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
@@ -187,13 +188,17 @@ def _open(path: str, version: Version | None) -> TableFile:
             groups: TableGroups = _RowGroups(file)
         elif begin == _ARROW or begin[:4] == _CONTINUED:
             groups = _RecordBatches(file, len(_ARROW) if begin == _ARROW else 0)
+        elif file.read(0, min(file.size, len(_LFS))) == _LFS:
+            problem = "is a pointer of Git LFS in place of the file"
+            raise StructureError(f"{problem}. Run `git lfs pull`.", shard=path)
         else:
             raise StructureError(
                 f"is no Parquet and no Arrow file: it begins {begin!r}. Write it again.", shard=path
             )
         return TableFile(path=path, version=version, groups=groups)
     except (pyarrow().ArrowException, OSError, ValueError, struct.error) as error:
-        raise StructureError(f"cannot be opened: {error}. Write it again.", shard=path) from error
+        problem = f"cannot be opened: {error}".rstrip(".")
+        raise StructureError(f"{problem}. Write it again.", shard=path) from error
 
 
 class _RowGroups:
