@@ -164,7 +164,8 @@ class EmptyGuard:
         self._draws += 1
         self._asked += min(asked, _MOST_COUNTED)
         if self._draws > MAX_EMPTY_DRAWS or self._asked > MAX_EMPTY_ITEMS:
+            size = "one item" if asked == 1 else f"up to {asked} items"
             raise DataError(
-                f"no item was returned in {self._draws - 1} draws in a row, of {asked} each. Check "
+                f"no item was returned in {self._draws - 1} draws in a row, each of {size}. Check "
                 f"what skips items: a filter, SkipSample, a limit that all exceed, or bad data."
             )

@@ -130,7 +130,8 @@ class ErrorPolicy:
         if 0 < self.tolerance <= failures:
             raise FatalSampleError(
                 f"{name}: it failed {failures} times in a row, the last time with "
-                f"{what}. Look at the function and the dataset, or raise its failure_tolerance."
+                f"{what.rstrip('.')}. Look at the function and the dataset, or raise its "
+                f"failure_tolerance."
             ) from error
 
 

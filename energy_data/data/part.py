@@ -93,10 +93,12 @@ class ShardedSource(Source):
         """Which names split.yaml excludes that do not exist."""
         if not (unknown := self.part.unknown):
             return None
-        suffix = self.kind.suffix
+        count, first, suffix = len(unknown), unknown[0], self.kind.suffix
+        found = f"{count} names that do not exist, {first!r} first"
+        found = found if count > 1 else f"{first!r}, which does not exist"
         return (
-            f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
-            f"{unknown[0]!r} first. Correct them: `shard{suffix}` or `shard{suffix}/key`."
+            f"{self.path}: split.yaml excludes {found}. Correct it: `shard{suffix}` or "
+            f"`shard{suffix}/key`."
         )
 
     @property

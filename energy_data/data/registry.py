@@ -223,7 +223,7 @@ def _unknown(path: str) -> SpecError:
     file = next(iter(named_files(path)), None)
     if file is None:
         return SpecError(f"{path}: no file fits this pattern. Check it.")
-    known = listed(one.suffix for one in formats if "://" not in one.suffix)
+    known = listed(dict.fromkeys(one.suffix for one in formats if "://" not in one.suffix))
     begin = f", and it begins with {_head_of(file)[:8]!r}" if Path(file).is_file() else ""
     return SpecError(
         f"{path}: no format fits: its name does not end with {known}{begin}. Rename it, or "

@@ -321,10 +321,11 @@ def named_shards(path: str, kind: ShardKind) -> list[str]:
     found = named_files(path)
     missing = [shard for shard in found if not Path(shard).is_file()]
     if missing or not found:
-        first = f", {missing[0]!r} first" if found else ""
+        problem = "it matches no file"
+        if found:
+            problem = f"{len(missing)} of its {len(found)} files are missing, {missing[0]!r} first"
         raise SpecError(
-            f"{path}: {len(missing)} of its {len(found)} files are missing{first}. "
-            f"Name a {kind.suffix} file, a folder of them, or a pattern such as "
+            f"{path}: {problem}. Name a {kind.suffix} file, a folder of them, or a pattern such as "
             f"shard-{{000..099}}{kind.suffix}."
         )
     return refuse_packed(found, kind, path)

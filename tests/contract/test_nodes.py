@@ -160,7 +160,7 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
 
 def test_a_blend_of_which_nothing_comes_through_is_an_error_and_not_a_hang():
     none = FilterSpec(of=samples(B), predicate=lambda sample: False)
-    with pytest.raises(DataError, match="no item was returned in 10000 draws in a row"):
+    with pytest.raises(DataError, match="in 10000 draws in a row, each of one item"):
         next_item(BlendSpec((Part(none),)).build(Context()))
 
 

@@ -281,7 +281,7 @@ def test_columns_are_chosen_and_a_key_column_is_the_key(tmp_path):
     path = write_mds(tmp_path, [[[b"k7", b"7"]]], {"__key__": "str", "n": "str_int"})
     (sample,) = open_source(path).read(np.array([0]))
     assert (sample["__key__"], sample["n"]) == ("k7", 7)
-    with pytest.raises(SpecError, match="there are no column 'x', found __key__, n"):
+    with pytest.raises(SpecError, match="there is no column 'x', found __key__, n"):
         open_source(path, columns=["x"])
 
 

@@ -102,6 +102,8 @@ def test_what_is_not_there(tmp_path):
         open_source(tmp_path / "shard-{000..004}.tar")
     with pytest.raises(SpecError, match="1 of its 1 files are missing"):
         open_source(tmp_path / "nowhere.tar")
+    with pytest.raises(SpecError, match=r"nowhere-\*.tar: it matches no file. Name a .tar file"):
+        open_source(tmp_path / "nowhere-*.tar")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"no \.jsonl, .* or \.tar files"):
         open_source(tmp_path / "empty")

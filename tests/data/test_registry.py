@@ -68,7 +68,7 @@ def test_a_file_of_another_name_is_recognised_by_its_first_bytes(tmp_path, suffi
 
 def test_a_file_of_no_format_is_an_error_that_lists_the_known_ones(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"PK34PK345")
-    known = r"\.jsonl, .*\.parquet, \.arrow or \.tar"
+    known = r"\.jsonl, .*\.bin, (?!.*\.bin).*\.parquet, \.arrow or \.tar"
     for path in ("x.zip", "x.*"):
         with pytest.raises(SpecError, match=rf"end with {known}, and it begins with b'PK34PK34'"):
             open_source(tmp_path / path)

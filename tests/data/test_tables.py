@@ -209,7 +209,7 @@ def test_any_number_of_files_is_read_with_few_descriptors(tmp_path):
 def test_only_the_columns_that_are_asked_for_are_read(write, tmp_path):
     path = write(tmp_path / "x", pa.table(VALUES))
     assert rows(open_source(path, columns=["text", "n"]), [3]) == [{"text": "text 3", "n": 3}]
-    with pytest.raises(SpecError, match="there are no column 'url', found n, text"):
+    with pytest.raises(SpecError, match="there is no column 'url', found n, text"):
         open_source(path, columns=["url"])
 
 

@@ -178,7 +178,7 @@ def test_what_is_excluded_and_does_not_exist_is_found_by_checking(tmp_path, name
     exclude(dataset(tmp_path), name, "shard-000.tar/d/00001")
     source = open_source(tmp_path)
     assert len(source) == 59
-    with pytest.raises(SpecError, match=f"excludes 1 names that do not exist, '{name}' first"):
+    with pytest.raises(SpecError, match=f"excludes '{name}', which does not exist"):
         source.check_files()
 
 
@@ -189,8 +189,8 @@ def test_what_is_excluded_and_does_not_exist_is_logged_once_when_a_run_starts(tm
     with get_loader(get_train_dataset(meta, batch_size=2, worker_config=config)) as loader:
         next(iter(loader))
     assert [one.message for one in caplog.records] == [
-        f"{tmp_path}: split.yaml excludes 1 names that do not exist, 'shard-000.tar/d/00031' "
-        "first. Correct them: `shard.tar` or `shard.tar/key`."
+        f"{tmp_path}: split.yaml excludes 'shard-000.tar/d/00031', which does not exist. "
+        "Correct it: `shard.tar` or `shard.tar/key`."
     ]
 
 

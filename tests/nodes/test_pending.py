@@ -318,7 +318,7 @@ def test_a_filter_that_lets_nothing_pass_is_reported_soon_with_large_buffers_too
     monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_ITEMS", 3_000)
     seen: list = []
     nothing = FilterSpec(of=samples(leaf("x", 500)), predicate=seen.append)
-    with pytest.raises(DataError, match="no item was returned in 7 draws in a row, of 400 each"):
+    with pytest.raises(DataError, match="in 7 draws in a row, each of up to 400 items"):
         taken(kind(nothing, 400), 1)
     assert len(seen) <= 8 * 400 + 400
 

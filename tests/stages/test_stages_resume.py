@@ -163,7 +163,7 @@ def test_keep_matching_lets_leaves_go_on_by_their_ids_and_says_so(caplog):
     of_x = [key for batch in given for key in batch if key.startswith("x")]
     before = [key for batch in in_order([loader_of(BEFORE, lanes=4)], 10) for key in batch]
     assert not set(of_x) & set(before)
-    assert "2 leaves continue where they were" in caplog.text
+    assert "leaves that continue where they were: 2" in caplog.text
     assert "leaf 'y' is gone" in caplog.text
 
 

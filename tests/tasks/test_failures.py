@@ -82,7 +82,7 @@ def test_a_bad_sample_is_put_up_with_like_any_error():
 
 class Broken(TaskEncoder):
     def encode_sample(self, sample):
-        raise ValueError("what is wrong")
+        raise ValueError("what is wrong.")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ class Broken(TaskEncoder):
             TaskEncoder(),
             "101 bad samples of leaf .* in a row, .*Fix the line. Check the dataset.$",
         ),
-        ("{}", Broken(), "encode_sample: it failed 100 times in a row, .*what is wrong"),
+        ("{}", Broken(), r"encode_sample: it failed 100 times in a row, .*what is wrong\. Look"),
     ],
 )
 def test_what_is_broken_for_all_samples_is_logged_a_few_times(

@@ -343,8 +343,8 @@ def chosen_columns(
     """
     chosen = tuple(names if columns is None else columns)
     if wrong := [name for name in chosen if names.count(name) != 1]:
-        found = "several columns" if wrong[0] in names else "no column"
-        problem = f"there are {found} {wrong[0]!r}, found {', '.join(names)}"
+        found = "are several columns" if wrong[0] in names else "is no column"
+        problem = f"there {found} {wrong[0]!r}, found {', '.join(names)}"
         raise SpecError(f"{path}: {problem}. Choose `columns` among those.")
     if len(set(chosen)) < len(chosen):
         raise SpecError(f"{path}: `columns` names one twice, found {', '.join(chosen)}.")

@@ -133,7 +133,7 @@ class TokenizeChat(Tokenizing):
         except (MemoryError, ImportError):
             raise
         except Exception as error:  # a template may raise any
-            problem = f"the chat template fails with {type(error).__name__}: {error}"
+            problem = f"the chat template fails with {type(error).__name__}: {error}".rstrip(".")
             raise SampleError(f"{problem}. Correct the messages, or the template.") from error
         return found
 

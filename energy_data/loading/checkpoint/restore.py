@@ -131,8 +131,8 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
 def _warn(run: SavedRun, ours: SavedTree, kept: Collection[str], lost: int) -> None:
     known = run.state.gone.prints.keys() | run.tree.leaves.keys()
     log.warning(
-        "restored after an edit: %d leaves continue where they were, %d are new%s, %d start again "
-        "because their samples or their shuffling changed%s",
+        "restored after an edit: leaves that continue where they were: %d; that are new: %d%s; "
+        "that start again because their samples or their shuffling changed: %d%s",
         len(kept),
         *_counted(ours.leaves.keys() - known),
         *_counted(known & ours.leaves.keys() - kept),
