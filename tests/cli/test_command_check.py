@@ -145,7 +145,7 @@ def test_what_is_excluded_of_a_table_must_exist(energy_data, tmp_path, write):
     split.write_text(split.read_text().replace("exclude: []", "exclude: [pages.parquet/9]"))
     done = energy_data("check", tmp_path)
     assert done.exit_code == 1
-    assert "'pages.parquet/9' first" in done.stderr
+    assert "excludes 'pages.parquet/9', which does not exist" in done.stderr
 
 
 def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):
