@@ -167,7 +167,9 @@ def format_of(
     if found := _fitting(FORMATS, where, exclude, prepared=prepared):
         return found
     if "://" not in where and not (Path(where).exists() or named_files(where) != [where]):
-        raise SpecError(f"{path}: there is no such file or folder. Check the path.")
+        suffixes = (one.suffix for one in FORMATS if Path(f"{where}{one.suffix}").is_file())
+        advice = next((f"Did you mean {where}{suffix}?" for suffix in suffixes), "Check the path.")
+        raise SpecError(f"{path}: there is no such file or folder. {advice}")
     if found := _fitting(installed_formats(), where, exclude, prepared=prepared):
         return found
     raise _unknown(where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +79,16 @@ def test_a_file_of_no_format_is_an_error_that_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("gone", "no such file or folder"), ("x*", "no file fits"), ("ftp://x/y", "no format fits")],
+    [
+        ("gone", "no such file or folder. Check"),
+        ("corpus", r"no such file or folder. Did you mean .*corpus\.bin\?"),
+        ("x*", "no file fits"),
+        ("ftp://x/y", "no format fits"),
+    ],
 )
 def test_a_path_to_nothing_is_an_error(tmp_path, monkeypatch, path, problem):
     monkeypatch.chdir(tmp_path)
+    Path("corpus.bin").touch()
     with pytest.raises(SpecError, match=problem):
         open_source(path)
 
