@@ -113,7 +113,7 @@ class Joined:
         lengths = [value.shape[0] for value in joined[self.of]]
         for name, values in joined.items():
             sizes = [value.shape[0] for value in values]
-            if sizes != lengths:
+            if sizes != lengths and not name.startswith("__"):  # these are of the document
                 size, length = next(
                     pair for pair in zip(sizes, lengths, strict=True) if pair[0] != pair[1]
                 )
