@@ -45,7 +45,7 @@ from energy_data.order.grains import grain_size
 T = TypeVar("T")
 
 FORMAT = "energy_data"
-VERSION = 3
+VERSION = 4
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 SAVE_TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node
