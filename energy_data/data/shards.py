@@ -19,7 +19,7 @@ from energy_data.core.recipe import listed
 from energy_data.data import wids
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
-from energy_data.data.splits import MOST_OF_PATTERN, PARTS, expand
+from energy_data.data.splits import MOST_OF_PATTERN, expand, refuse_splits
 from energy_data.errors import SpecError
 from energy_data.remote.cache_space import Range, merged
 from energy_data.remote.client import held
@@ -31,11 +31,6 @@ _PROBES = 32  # places of the data that a fingerprint reads
 _NEAR = 3 << 14  # bytes between two places that are fetched with them: small files whole
 _PROBED = 4096  # bytes at each
 _MOST_OTHERS = 200_000  # files in a folder that are neither shards nor indices
-_SPLIT = re.compile(  # in names of files, as `datasets` finds it there; a group per split
-    r"(?<![^-._ 0-9/])"
-    r"(?:(train|training)|(validation|valid|val|dev)|(test|testing|eval|evaluation))"
-    r"(?![^-._ 0-9/])"
-)
 
 
 FindRows = Callable[[int, Sequence[str]], list[int | None]]
@@ -378,35 +373,11 @@ def plain_shards(path: str, kind: ShardKind) -> tuple[str, list[str], Mapping[st
     if Path(path).is_dir():
         known = find_shards(Path(path), kind)
         if kind.listed(Path(path)) is None:
-            _refuse_splits(path, known, kind.suffix)
+            refuse_splits(path, known, kind.suffix)
         return path, list(known), known
     files = named_shards(path, kind)
     root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
     return root, [os.path.relpath(file, root) for file in files], {}
-
-
-def _refuse_splits(folder: str, shards: Iterable[str], suffix: str) -> None:
-    """Raise SpecError if the names of shards are those of several splits."""
-    found: dict[str, re.Match[str]] = {}
-    for shard in shards:
-        if name := _SPLIT.search(shard):
-            found.setdefault(PARTS[(name.lastindex or 1) - 1], name)
-    if len(found) < 2:
-        return
-    patterns = {part: _files_like(found[part], suffix) for part in PARTS if part in found}
-    options = " ".join(f"--split-parts '{part}:{one}'" for part, one in patterns.items())
-    raise SpecError(
-        f"{folder}: it is not prepared, so all its files are one part, but their names are of "
-        f"several splits, found {', '.join(found[part].string for part in patterns)}. Name the "
-        f"files of one split, as in {Path(folder) / next(iter(patterns.values()))}, or run "
-        f"`energy-data prepare {folder} {options}`."
-    )
-
-
-def _files_like(name: re.Match[str], suffix: str) -> str:
-    """Return a pattern of the files that are named for a split as this one is."""
-    rest = name.string[name.end() :].removesuffix(suffix)
-    return name.string[: name.end()] + re.sub(r"[^-._ /][^/]*", "*", rest) + suffix
 
 
 def refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:

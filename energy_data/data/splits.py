@@ -23,6 +23,11 @@ MOST_OF_PATTERN = 1_000_000  # that a pattern of the user may stand for
 _DIGITS = re.compile(r"(\d+)")
 _SPECIAL = re.compile(r"([\\{},])")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?")
+_SPLIT = re.compile(  # in names of files, as `datasets` finds it there; a group per split
+    r"(?<![^-._ 0-9/])"
+    r"(?:(train|training)|(validation|valid|val|dev)|(test|testing|eval|evaluation))"
+    r"(?![^-._ 0-9/])"
+)
 
 
 def expand(patterns: Sequence[Any], where: Path, most: int = _MOST_NAMES) -> Iterator[str]:
@@ -202,3 +207,27 @@ def _matches(text: str, shards: list[str], path: Path) -> set[str]:
             "Give a regular expression or a glob that matches from the start of the name."
         )
     return found
+
+
+def refuse_splits(folder: str, shards: Iterable[str], suffix: str) -> None:
+    """Raise SpecError if the names of shards are those of several splits."""
+    found: dict[str, re.Match[str]] = {}
+    for shard in shards:
+        if name := _SPLIT.search(shard):
+            found.setdefault(PARTS[(name.lastindex or 1) - 1], name)
+    if len(found) < 2:
+        return
+    patterns = {part: _files_like(found[part], suffix) for part in PARTS if part in found}
+    options = " ".join(f"--split-parts '{part}:{one}'" for part, one in patterns.items())
+    raise SpecError(
+        f"{folder}: it is not prepared, so all its files are one part, but their names are of "
+        f"several splits, found {', '.join(found[part].string for part in patterns)}. Name the "
+        f"files of one split, as in {Path(folder) / next(iter(patterns.values()))}, or run "
+        f"`energy-data prepare {folder} {options}`."
+    )
+
+
+def _files_like(name: re.Match[str], suffix: str) -> str:
+    """Return a pattern of the files that are named for a split as this one is."""
+    rest = name.string[name.end() :].removesuffix(suffix)
+    return name.string[: name.end()] + re.sub(r"[^-._ /][^/]*", "*", rest) + suffix

@@ -47,8 +47,8 @@ class Joined:
     have a field of that name. It restarts at 0 in each part of a split document. With `length`,
     fields are padded to it with their value in `pad` (default 0), and `position_ids` with 0.
 
-    Raises DataError if a document lacks a field that is one-dimensional in others, or if such a
-    field has not the length of `of`.
+    Raises DataError if a document lacks a field that is one-dimensional in others, or if the length
+    of such a field is not that of `of`.
     """
 
     of: str = "tokens"  # the field whose length is that of the document

@@ -178,7 +178,7 @@ def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return tensors of n shapes with equally many axes as one tensor [n, ...], padded with zeros.
 
     Each axis is as long as the longest there; the padding is at the end. dtype and device are those
-    of the first tensor. ValueError if the numbers of axes differ, or values are none of its dtype.
+    of the first tensor. ValueError if the numbers of axes differ, or a value does not fit.
     """
     if _same_form(batch):
         return _stacked(batch)
@@ -194,7 +194,7 @@ def batch_list(batch: list[Any]) -> list[Any]:
 def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return batches of tensors joined along their first axis, the other axes padded with zeros.
 
-    ValueError if the numbers of axes differ, or if values are none of the first tensor's dtype.
+    ValueError if the numbers of axes differ, or a value does not fit the dtype of the first tensor.
     """
     _same_axes(batch)
     longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in batch), strict=True)]

@@ -247,3 +247,14 @@ def test_ranks_that_start_together_download_once(served, hub, tmp_path):
     ]
     assert [rank.communicate()[0] for rank in ranks] == [b"50\n"] * 3
     assert sorted(hub.sent) == sorted(path.rpartition("/")[2] for path in PAGES)
+
+
+def test_the_data_beside_index_files_is_loaded_by_its_pattern(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    assert len(open_source(tmp_path / "x.jsonl")) == 2
+    assert (tmp_path / "x.jsonl.idx").exists()
+    folder, cache = str(tmp_path), str(tmp_path / "cache")
+    with pytest.raises(datasets.exceptions.DatasetGenerationError):
+        datasets.load_dataset(folder, cache_dir=cache)
+    loaded = datasets.load_dataset(folder, data_files="*.jsonl", cache_dir=cache)
+    assert loaded["train"]["n"][:] == [1, 2]

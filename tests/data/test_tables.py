@@ -273,6 +273,19 @@ def test_images_are_decoded_as_the_task_encoder_says(tmp_path):
     assert one["image"].getpixel((0, 0)) == (255, 0, 0)
 
 
+def test_images_of_no_known_format_stay_bytes(tmp_path):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    column = pa.array([{"bytes": b"what is this", "path": "a.png"}], kind)
+    path = parquet(tmp_path / "x", pa.table({"image": column}))
+    assert rows(open_source(path)) == [{"image": b"what is this"}]
+
+
+def test_columns_in_the_names_of_folders_are_not_read(tmp_path):
+    (tmp_path / "lang=en").mkdir()
+    parquet(tmp_path / "lang=en/x", pa.table({"n": [1]}))
+    assert rows(open_source(tmp_path)) == [{"n": 1}]
+
+
 def test_decoders_are_named_by_their_column(tmp_path):
     path = parquet(tmp_path / "x", pa.table({"data": [b"12", b"x"], "text": ["a", "b"]}))
     good, bad = open_source(path, decoders={"data": int}).read(np.arange(2))

@@ -205,18 +205,18 @@ def test_a_field_that_is_joined_must_be_in_all_documents(other):
         Joined()([*documents, {"tokens": torch.arange(1), **other}])
 
 
+def test_what_is_joined_is_as_long_as_its_document():
+    wrong = {**LINE, "labels": torch.arange(2)}
+    with pytest.raises(DataError, match="'labels' has 2 values in a document of 3 tokens"):
+        Joined()([LINE, wrong])
+
+
 @pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"tokens": torch.arange(3), "labels": torch.arange(2)}, "'labels' has 2 values in a doc"),
-        ({"tokens": [1, 2], "labels": [1, 2]}, "'tokens' must be a one-dimensional .* found list"),
-        ({"labels": torch.arange(2)}, "'tokens' must be .* found no such field"),
-    ],
+    ("document", "found"), [({"tokens": [1, 2]}, "list"), ({"labels": [1]}, "no such field")]
 )
-def test_what_is_joined_is_as_long_as_its_document(wrong, told):
-    good = {name: value for name, value in LINE.items() if name in wrong}
-    with pytest.raises(DataError, match=told):
-        Joined()([good, wrong] if isinstance(wrong["labels"], torch.Tensor) else [wrong])
+def test_the_field_that_documents_are_measured_by_is_joined(document, found):
+    with pytest.raises(DataError, match=f"'tokens' must be a one-dimensional .* found {found}"):
+        Joined()([document])
 
 
 def test_positions_restart_in_each_part_unless_documents_have_their_own():

@@ -249,9 +249,7 @@ class TableSource(ShardedSource):
             columns["__key__"] = [str(number if key is None else key) for key, number in keys]
         for name, decode in run.decoders.items():
             try:
-                columns[name] = [
-                    value if value is None else decode(value) for value in columns[name]
-                ]
+                columns[name] = _each(decode)(columns[name])
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{name!r}: {error}") from error
         return columns
